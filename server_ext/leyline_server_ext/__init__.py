@@ -1,0 +1,1 @@
+"""Leyline as an SGLang plugin: splices the KV cache in place. Imports no torch at top."""
