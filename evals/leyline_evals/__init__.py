@@ -1,0 +1,1 @@
+"""Evaluations: debug-gym, mechanism, fidelity, drift."""

@@ -1,0 +1,1 @@
+"""``python -m leyline_evals.bench``: what an edited turn costs next to an append and next to prefilling again."""

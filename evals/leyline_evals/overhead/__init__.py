@@ -1,0 +1,1 @@
+"""``python -m leyline_evals.overhead``: what traffic that edits nothing pays for Leyline being there."""
