@@ -1,5 +1,6 @@
 """One embedded server per model for the whole test session, started when the first test asks for it."""
 
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,12 @@ import pytest
 
 if TYPE_CHECKING:
     from leyline_server_ext.embedded import EmbeddedServer
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with SIGINT ignored, and every child inherits that: Ctrl-C tests would hang."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 
+from leyline_client._models import Directive, apply_directives
 from leyline_evals.mirror import Mirror
 
 SPLICE = "/leyline/v1/splice"
@@ -136,7 +137,7 @@ class Walker:
         answer = reply.json()
         if directives:
             self._tally.edited(answer["receipt"])
-        target = applied(state["ids"], directives) + append
+        target = [*apply_directives(state["ids"], [Directive(**one) for one in directives]), *append]
         if self._mirror:
             error = self._mirror.follow(state["ids"], target, answer)
             if error is not None:
@@ -162,16 +163,6 @@ class Walker:
         if view.status_code != 200 or view.json()["tokens"] != len(state["ids"]):
             self._http.delete(f"/leyline/v1/sessions/{state['session']}")
             state["session"] = None
-
-
-def applied(ids: list[int], directives: list[dict[str, Any]]) -> list[int]:
-    """``ids`` after the directives (each with its replacement)."""
-    target: list[int] = []
-    position = 0
-    for one in directives:
-        target += ids[position : one["start"]] + one["replacement"]
-        position = one["end"]
-    return target + ids[position:]
 
 
 def pool_counts(http: httpx.Client) -> dict[str, int]:

@@ -240,7 +240,7 @@ class Grafter:
                 self._paths.free(fresh)
                 raise
             self._paths.insert(self._translators.key(params.key), target, rows.start, node)
-        kept = [Stay(stay.origin - first, stay.origin - first + stay.end - stay.start, stay.origin) for stay in stays]
+        kept = [(stay.origin - first, stay.origin - first + stay.end - stay.start) for stay in stays]
         spare = picked(taken, gaps(kept, len(taken)))
         self._paths.free(spare)
         progress.report["allocated"] += copied
@@ -252,7 +252,8 @@ class Grafter:
     def _turned(self, rows: Rows, stays: list[Stay], fresh: torch.Tensor) -> torch.Tensor:
         """Slots of ``rows``: of ``stays`` their own, turned where they lie; of the others ``fresh`` ones, filled."""
         target, deltas = torch.cat(rows.slots), rows.delta()
-        moved, rest = [(stay.start, stay.end) for stay in stays], gaps(stays, rows.count)
+        moved = [(stay.start, stay.end) for stay in stays]
+        rest = gaps(moved, rows.count)
         of = (lambda _: deltas) if isinstance(deltas, int) else (lambda ranges: picked(deltas, ranges))
         if rest:
             self._launch(splice, picked(target, rest), fresh, of(rest), disjoint=True)

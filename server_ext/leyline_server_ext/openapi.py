@@ -33,7 +33,7 @@ def operations() -> dict[tuple[str, str], Schema]:
         ("GET", "/tokenizer"): _operation(_of(TokenizerInfo)),
         ("GET", "/tokenizer/{digest}"): _operation({"type": "object"}, parameters=[_path("digest")]),
         ("POST", "/render"): _operation(_of(RenderReply), _of(RenderRequest)),
-        ("POST", "/plan"): _operation(_of(PlanReply), _of(SpliceRequest)),
+        ("POST", "/plan"): _operation(_of(PlanReply), {"anyOf": [_chat_body(), _of(SpliceRequest)]}),
         ("POST", "/splice"): _operation(_of(SpliceReply), _of(SpliceRequest)),
         ("POST", "/chat/completions"): _operation(_chat_reply(), _chat_body()),
         ("GET", session): _operation(_of(SessionView), parameters=_SESSION),

@@ -22,9 +22,10 @@ import numpy as np
 
 from leyline_client._models import CompiledDirective, Mode
 
-from .diff import Hunk, common_prefix
+from .diff import Hunk
 from .lineage import CLEAN, CLEAN_LINEAGE, Ids, Lineage, canonical, key_elements, prefill_mark, sign
 from .orders import Candidate, Drop, Order, Piece, Source
+from .strays import of_view, shared
 from .views import MAX_ANCESTORS, Ancestor, Change, Plan, Run, View, as_ids, compose, unlike_from
 
 __all__ = ["MAX_ANCESTORS", "Ancestor", "Change", "Plan", "Run", "View", "as_ids", "compose", "make_plan"]
@@ -279,7 +280,7 @@ class _Planner:
                 if run.start < hunk.source_end and hunk.source_start < run.end
             ]
             # Runs do not say what both views have before the first change between them: there they share nodes.
-            if hunk.source_start < _shared(ancestor.view, self.view):
+            if hunk.source_start < shared(of_view(ancestor.view), of_view(self.view)):
                 held.append(hunk.source_start)
             if held:
                 drops.append(Drop(number, min(held)))
@@ -334,11 +335,6 @@ def _continues(before: Piece, piece: Piece) -> bool:
     """Whether ``piece`` comes from where ``before`` would go on."""
     moved = before.end - before.start
     return piece.candidates == tuple(replace(c, start=c.start + moved) for c in before.candidates)
-
-
-def _shared(a: View, b: View) -> int:
-    """Length of the common prefix of two views' keys."""
-    return common_prefix(key_elements(a.ids, a.lineage), key_elements(b.ids, b.lineage))
 
 
 def _renumbered(order: Order, used: list[int], page: int) -> Order:

@@ -151,9 +151,9 @@ def _missing(piece: Piece, rows: Rows) -> Reason:
     return Reason.SOURCE_PARTIALLY_CACHED if rows.takes else Reason.SOURCE_NOT_CACHED
 
 
-def gaps(stays: Sequence[Stay], count: int) -> list[tuple[int, int]]:
-    """What of ``count`` rows no stay covers, as ``[(start, end), ...]``."""
-    edges = [0, *(edge for stay in stays for edge in (stay.start, stay.end)), count]
+def gaps(ranges: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """What of ``count`` rows none of ``ranges`` (ascending, disjoint) covers."""
+    edges = [0, *(edge for span in ranges for edge in span), count]
     return [(low, high) for low, high in zip(edges[0::2], edges[1::2], strict=True) if low < high]
 
 

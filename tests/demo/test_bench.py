@@ -98,18 +98,26 @@ def test_row_sizes_of_both_kinds_of_attention() -> None:
     assert sweep.row_sizes(mla, "bfloat16") == (2 * 8 * 2, 2 * 40 * 2)
 
 
-def test_traffic_asks_both_servers_the_same_in_changing_order() -> None:
+def test_traffic_asks_all_servers_the_same_in_changing_order() -> None:
     seen: list[tuple[str, str]] = []
-    servers = {name: FakeServer() for name in ("leyline", "stock")}
+    servers = {name: FakeServer() for name in ("leyline", "stock", "control")}
     clients = {}
     for name, server in servers.items():
         client = LeylineClient("http://fake", transport=server.transport)._http
         client.base_url = "http://fake"  # type: ignore[assignment]
         client.event_hooks = {"request": [lambda request, name=name: seen.append((name, request.content.decode()))]}
         clients[name] = client
-    pairs = traffic.run(clients, conversations=2, turns=3, words=4, new_tokens=2)
-    assert len(pairs) == 6
-    assert [name for name, _ in seen[:4]] == ["leyline", "stock", "stock", "leyline"]
-    assert all(one[1] == other[1] for one, other in zip(seen[::2], seen[1::2], strict=True))
+    samples = traffic.run(clients, conversations=2, turns=3, words=4, new_tokens=2)
+    assert len(samples) == 6
+    assert [name for name, _ in seen[:6]] == ["leyline", "stock", "control", "stock", "control", "leyline"]
+    bodies = [body for _, body in seen]
+    assert bodies[::3] == bodies[1::3] == bodies[2::3]
     assert len(servers["leyline"].turns[-1].messages) == 5
-    assert traffic.figures(pairs, "leyline", "stock")["requests"] == 6
+
+
+def test_figures_of_traffic_are_ratios_to_the_base() -> None:
+    samples = [traffic.Sample(0, {"ours": 2.0, "base": 1.0}), traffic.Sample(1, {"ours": 3.0, "base": 3.0})]
+    figures = traffic.figures(samples, "base")
+    assert figures["median_ms"] == {"ours": 2.5, "base": 2.0}
+    assert figures["median_ratio"] == {"ours": 1.25}
+    assert figures["paired_median_ratio"] == {"ours": 1.5}

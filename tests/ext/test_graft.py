@@ -202,24 +202,10 @@ def test_what_somebody_else_holds_is_copied(page: int, monkeypatch: pytest.Monke
 def test_a_kernel_that_fails_leaves_nothing_behind(
     page: int, core: str, kind: str, end: int, monkeypatch: pytest.MonkeyPatch
 ):
-    from leyline_server_ext import graft
-
     here = office(page, core, kind)
     talk = here.open(None)
     here.edit(talk, [], TEXT[:200])
-
-    def fails(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(graft, "splice", fails)
-    monkeypatch.setattr(graft, "rotate_in_place", fails)
-    request = here.world.request([*TEXT[:20], *TEXT[end:200], 1])
-    from leyline_server_ext.turns import Turn
-
-    turn = Turn(talk.session, here.facts)
-    turn.plan_directives([Directive(start=20, end=end)], [1])
-    request.extra_key = here.world.sealer.seal_lineage(turn.plan.lineage, None, None)
-    request.sampling_params.custom_params = {"leyline": here.world.sealer.seal_order(turn.plan.order, None)}
+    request = doomed(here, talk, end, monkeypatch)
     here.world.admit(request)
     assert request.customized_info["leyline"][0]["reason"] == Reason.INTERNAL_ERROR
     assert request.extra_key is None, "what is prefilled now is clean"
@@ -227,26 +213,31 @@ def test_a_kernel_that_fails_leaves_nothing_behind(
     here.world.check()
 
 
-def test_a_fault_is_not_hidden_where_other_ranks_have_grafted(monkeypatch: pytest.MonkeyPatch):
+def doomed(here: Any, talk: Any, end: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The request of a turn that takes ``[20, end)`` out of ``talk``, when every kernel fails."""
     from leyline_server_ext import graft
     from leyline_server_ext.turns import Turn
-
-    here = office(1, "python", "mha")
-    talk = here.open(None)
-    here.edit(talk, [], TEXT[:60])
 
     def fails(*args: object, **kwargs: object) -> None:
         raise RuntimeError("out of memory on this rank")
 
     monkeypatch.setattr(graft, "splice", fails)
     monkeypatch.setattr(graft, "rotate_in_place", fails)
-    monkeypatch.setattr(here.world.cache.leyline_grafter, "_ranks", 2)
     turn = Turn(talk.session, here.facts)
-    turn.plan_directives([Directive(start=20, end=30)], [1])
-    assert turn.plan is not None
-    request = here.world.request([*TEXT[:20], *TEXT[30:60], 1])
-    request.extra_key = here.world.sealer.seal_lineage(turn.plan.lineage, None, None)
-    request.sampling_params.custom_params = {"leyline": here.world.sealer.seal_order(turn.plan.order, None)}
+    turn.plan_directives([Directive(start=20, end=end)], [1])
+    return here.world.request(
+        turn.plan.target.tolist(),
+        extra_key=here.world.sealer.seal_lineage(turn.plan.lineage, None, None),
+        custom={"leyline": here.world.sealer.seal_order(turn.plan.order, None)},
+    )
+
+
+def test_a_fault_is_not_hidden_where_other_ranks_have_grafted(monkeypatch: pytest.MonkeyPatch):
+    here = office(1, "python", "mha")
+    talk = here.open(None)
+    here.edit(talk, [], TEXT[:60])
+    monkeypatch.setattr(here.world.cache.leyline_grafter, "_ranks", 2)
+    request = doomed(here, talk, 30, monkeypatch)
     with pytest.raises(RuntimeError, match="this rank"):
         here.world.admit(request)
 

@@ -94,11 +94,10 @@ def test_on_pages_of_one_token_everything_of_the_source_can_stay():
     assert rows.staying(1, 20, 1) == [Stay(0, 10, 30)]
 
 
-def test_gaps_and_stays_are_all_rows():
-    stays = [Stay(2, 4, 0), Stay(4, 5, 9), Stay(7, 10, 20)]
-    assert gaps(stays, 10) == [(0, 2), (5, 7)]
+def test_gaps_and_ranges_are_all_rows():
+    assert gaps([(2, 4), (4, 5), (7, 10)], 10) == [(0, 2), (5, 7)]
     assert gaps([], 10) == [(0, 10)]
-    assert gaps([Stay(0, 10, 3)], 10) == []
+    assert gaps([(0, 10)], 10) == []
     assert picked(torch.arange(10), [(0, 2), (5, 7)]).tolist() == [0, 1, 5, 6]
     assert picked(torch.arange(10), []).tolist() == []
 

@@ -70,16 +70,24 @@ def check_batch(server: RowServer, name: str) -> dict[str, Any]:
     second = server.splice(session=first["session"], directives=directives, append=tail)
     assert second["receipt"]["reason"] is None, second["receipt"]
 
-    target: list[int] = []
-    position = 0
-    for start, end, replacement in edits:
-        target += source[position:start] + replacement
-        position = end
-    target += source[position:] + tail
+    target = edited(source, edits)[0] + tail
     wanted, logits = server.oracle.splice(source, LENGTH, edits, tail)
     assert_rows(server, target, wanted)
     assert second["output_ids"] == [int(logits.argmax())]
     return dict(second["receipt"])
+
+
+def edited(prompt: list[int], edits: list[tuple[int, int, list[int]]]) -> tuple[list[int], list[tuple[int, int, int]]]:
+    """``prompt`` after ``edits``, and what they keep of it as ``(start, end, new start)``."""
+    target: list[int] = []
+    kept = []
+    position = 0
+    for start, end, replacement in [*edits, (len(prompt), len(prompt), [])]:
+        if start > position:
+            kept.append((position, start, len(target)))
+        target += prompt[position:start] + replacement
+        position = end
+    return target, kept
 
 
 def assert_rows(server: RowServer, ids: list[int], wanted: State) -> None:

@@ -14,7 +14,7 @@ import torch
 from leyline_server_ext.embedded import EmbeddedServer
 from leyline_server_ext.embedded.models import ensure_model
 from tests.oracle import Oracle
-from tests.server.rows import BATCHES, LENGTH, RowServer, tokens
+from tests.server.rows import BATCHES, LENGTH, RowServer, edited, tokens
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -52,16 +52,3 @@ def test_what_is_copied_is_equal_bit_for_bit(server: RowServer, name: str) -> No
         allowed = 2**-8 * exact.abs() + 1e-5 * exact.norm(dim=-1, keepdim=True)
         assert ((rope_new.double() - exact).abs() <= allowed).all()
         assert torch.equal(rope_new, rope_old) == (to == start)
-
-
-def edited(prompt: list[int], edits: list[tuple[int, int, list[int]]]) -> tuple[list[int], list[tuple[int, int, int]]]:
-    """``prompt`` after ``edits``, and what they keep of it as ``(start, end, new start)``."""
-    target: list[int] = []
-    kept = []
-    position = 0
-    for start, end, replacement in [*edits, (len(prompt), len(prompt), [])]:
-        if start > position:
-            kept.append((position, start, len(target)))
-        target += prompt[position:start] + replacement
-        position = end
-    return target, kept

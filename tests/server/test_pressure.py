@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the server environment")
 pytest.importorskip("sglang", reason="needs the server environment")
 
+from leyline_client._models import Directive, apply_directives
 from leyline_evals import soak
 from leyline_evals.mirror import Mirror
 from leyline_server_ext.embedded import EmbeddedServer
@@ -79,7 +80,7 @@ def live(http: httpx.Client, number: int) -> float:
         reply = http.post("/leyline/v1/splice", json=body)
         assert reply.status_code == 200, reply.text
         answer = reply.json()
-        target = soak.applied(ids, body["directives"]) + append
+        target = [*apply_directives(ids, [Directive(**one) for one in body["directives"]]), *append]
         error = mirror.follow(ids, target, answer)
         assert error is not None
         if wanted == 1:  # a minimum length masks the end of the reply out of the log-probabilities

@@ -54,13 +54,15 @@ def _at(client: LeylineClient, shape: Shape, rounds: int, vocabulary: int) -> di
     samples: dict[str, list[Sample]] = {kind: [] for kind in KINDS}
     flush(client)
     standing = Standing(client, shape, seed=shape.context, vocabulary=vocabulary)
-    for number in range(-1, rounds):  # the first round is not counted
-        shift = number % len(KINDS)
-        for kind in (*KINDS[shift:], *KINDS[:shift]):
-            sample = standing.take(kind)
-            if number >= 0:
-                samples[kind].append(sample)
-    standing.close()
+    try:
+        for number in range(-1, rounds):  # the first round is not counted
+            shift = number % len(KINDS)
+            for kind in (*KINDS[shift:], *KINDS[:shift]):
+                sample = standing.take(kind)
+                if number >= 0:
+                    samples[kind].append(sample)
+    finally:
+        standing.close()
     return samples
 
 

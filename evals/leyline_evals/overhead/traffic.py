@@ -1,10 +1,10 @@
-"""Unedited multi-turn traffic on two servers at once: the same request to one, then to the other, in changing order."""
+"""Unedited multi-turn traffic on several servers at once: each request to all of them, in changing order."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -27,8 +27,8 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The same request on both servers."""
+class Sample:
+    """The same request on every server: milliseconds by server."""
 
     turn: int
     ms: Mapping[str, float]
@@ -36,21 +36,23 @@ class Pair:
 
 def run(
     clients: Mapping[str, httpx.Client], *, conversations: int, turns: int, words: int, new_tokens: int
-) -> list[Pair]:
+) -> list[Sample]:
     """Latencies of ``conversations`` times ``turns`` requests on SGLang's own OpenAI route of every server.
 
     Turns after the first find the earlier ones cached, as in real traffic. Conversations go in turn by turn, so that
     the trees hold many of them at once.
     """
     talks = [Conversation(seed, words, {name: [] for name in clients}) for seed in range(conversations)]
-    pairs: list[Pair] = []
+    samples: list[Sample] = []
     names = list(clients)
     for turn in range(turns):
         for talk in talks:
-            order = names if len(pairs) % 2 == 0 else names[::-1]
-            taken = {name: _turn(clients[name], talk, name, turn, new_tokens) for name in order}
-            pairs.append(Pair(turn, taken))
-    return pairs
+            shift = len(samples) % len(names)
+            taken = {
+                name: _turn(clients[name], talk, name, turn, new_tokens) for name in (*names[shift:], *names[:shift])
+            }
+            samples.append(Sample(turn, taken))
+    return samples
 
 
 def _turn(client: httpx.Client, talk: Conversation, name: str, turn: int, new_tokens: int) -> float:
@@ -71,15 +73,20 @@ def _turn(client: httpx.Client, talk: Conversation, name: str, turn: int, new_to
     return ms
 
 
-def figures(pairs: list[Pair], measured: str, base: str) -> dict[str, Any]:
-    """Medians of both servers, their ratio, and the median of the pairs' ratios (which drift of the machine spares)."""
-    ours, theirs = ([pair.ms[name] for pair in pairs] for name in (measured, base))
-    ratios = [pair.ms[measured] / pair.ms[base] for pair in pairs]
+def figures(samples: Sequence[Sample], base: str) -> dict[str, Any]:
+    """By server its median; by every server but ``base`` the ratio of medians, and the median of the requests' ratios.
+
+    The latter is spared the machine's drift.
+    """
+    names = list(samples[0].ms)
+    taken = {name: [sample.ms[name] for sample in samples] for name in names}
+    others = [name for name in names if name != base]
     return {
-        "requests": len(pairs),
-        f"{measured}_ms": round(median(ours), 3),
-        f"{base}_ms": round(median(theirs), 3),
-        "median_ratio": round(median(ours) / median(theirs), 4),
-        "paired_median_ratio": round(median(ratios), 4),
-        "samples": {measured: [round(ms, 3) for ms in ours], base: [round(ms, 3) for ms in theirs]},
+        "requests": len(samples),
+        "median_ms": {name: round(median(taken[name]), 3) for name in names},
+        "median_ratio": {name: round(median(taken[name]) / median(taken[base]), 4) for name in others},
+        "paired_median_ratio": {
+            name: round(median(a / b for a, b in zip(taken[name], taken[base], strict=True)), 4) for name in others
+        },
+        "samples": {name: [round(ms, 3) for ms in taken[name]] for name in names},
     }
