@@ -1,5 +1,6 @@
 """One embedded server per model for the whole test session, started when the first test asks for it."""
 
+import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,9 +14,18 @@ if TYPE_CHECKING:
 
 
 def pytest_configure() -> None:
-    """A shell starts background jobs with SIGINT ignored, and every child inherits that: Ctrl-C tests would hang."""
+    """Ctrl-C works, and a change meets the same examples every time.
+
+    A shell starts background jobs with SIGINT ignored, and every child inherits that: the tests of Ctrl-C would hang.
+    Hypothesis looks for new examples where it was asked to (``LEYLINE_NIGHTLY=1``, ``LEYLINE_EXAMPLES=20``).
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if find_spec("hypothesis") is not None and not {"LEYLINE_NIGHTLY", "LEYLINE_EXAMPLES"} & os.environ.keys():
+        from hypothesis import settings
+
+        settings.register_profile("repeatable", derandomize=True)
+        settings.load_profile("repeatable")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

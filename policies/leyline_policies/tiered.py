@@ -83,17 +83,19 @@ class Tiered(PolicyBase):
         block = [
             unit for unit in old[: max(0, len(old) - self.keep_last)] if not any(map(transcript.asked_again, unit))
         ]
-        place = next((view for unit in block for view in _holders(unit)), None)
-        if place is None:
-            return []
-        plans = [emptied(unit, keep=place) if place in unit else removed(unit) for unit in block]
+        holders = [view for unit in block for view in _holders(unit)]
         floor = self.summarise_trigger // HYSTERESIS if self.clear_at_least is None else self.clear_at_least
-        if transcript.gain([edit for plan in plans for edit in plan]) < max(1, floor):
+        # No summary is asked for that could not pay.
+        if not holders or transcript.gain(_all(_around(holders[0], block))) < max(1, floor):
             return []
         texts = [(view.role, view.now()) for unit in block for view in unit]
         summary = self._summary("\n\n".join(f"{role}: {text}" for role, text in texts if text.strip()), summarise)
-        plans.append(place.cut(0, len(place.text), summary))
-        return worthwhile(transcript, plans, self.summarise_trigger, self.clear_at_least)
+        for place in holders:
+            # Where it would be no shorter than what it replaces, there is no edit, and it would stand nowhere.
+            if placed := place.cut(0, len(place.text), summary):
+                plans = [*_around(place, block), placed]
+                return worthwhile(transcript, plans, self.summarise_trigger, self.clear_at_least)
+        return []
 
     def _summary(self, text: str, summarise: Callable[[str], str]) -> str:
         # Remembered because a plan is asked for twice, and a model's summary is another one each time.
@@ -102,6 +104,15 @@ class Tiered(PolicyBase):
                 self._summaries.pop(next(iter(self._summaries)))
             self._summaries[text] = summarise(text)
         return self._summaries[text]
+
+
+def _around(place: MessageView, block: list[Unit]) -> list[list[Edit]]:
+    """Edits that leave of ``block`` only ``place`` and, emptied, what has to stay with it."""
+    return [emptied(unit, keep=place) if place in unit else removed(unit) for unit in block]
+
+
+def _all(plans: list[list[Edit]]) -> list[Edit]:
+    return [edit for plan in plans for edit in plan]
 
 
 def _holders(unit: Unit) -> list[MessageView]:

@@ -68,8 +68,8 @@ def test_a_splice_that_did_not_happen_is_no_measurement(monkeypatch: pytest.Monk
     with LeylineClient("http://fake", transport=server.transport) as client:
         timer = Timer(client, Shape(context=400, evicted=80, position=60), seed=1, vocabulary=50_000)
         assert timer.take("splice").receipt.rotated_tokens >= 260
-        honest = timer._request
-        monkeypatch.setattr(timer, "_request", lambda _arm, *rest: honest("reprefill", *rest))
+        honest = timer.request
+        monkeypatch.setattr(timer, "request", lambda _arm, *rest: honest("reprefill", *rest))
         with pytest.raises(MeasurementFailed, match="splice: the server says append"):
             timer.take("splice")
     assert not server.sessions

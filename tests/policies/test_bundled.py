@@ -386,6 +386,29 @@ def test_tiered_goes_up_the_tiers() -> None:
     assert len(asked) == stages.count("summary"), "a summary is made once, though a plan is asked for twice"
 
 
+def test_tiered_makes_no_room_for_a_summary_that_fits_nowhere() -> None:
+    """Nothing of the old turns goes before the summary that stands for them has a place."""
+    messages = [*START, *itertools.chain(*reading(12, 600))]
+    policy = {"trigger": 900, "summarise_trigger": 1_400, "keep_last": 1, "drop": ["clear-thinking"]}
+    long = resolve([("tiered", {**policy, "summarise": lambda _: "x" * 10_000})]).plan(messages)
+    short = resolve([("tiered", {**policy, "summarise": lambda _: "x"})]).plan(messages)
+    dropped = resolve(["clear-thinking"]).plan(messages)
+    assert long in ([], dropped)
+    assert len(short) > len(dropped)
+    assert [edit.replacement for edit in short if edit.replacement] == ["x"]
+
+
+def test_tiered_puts_the_summary_where_it_is_shorter_than_what_it_replaces() -> None:
+    """The first result is shorter than the summary, the second is not."""
+    first, second, *rest = reading(12, 600)
+    short = [*first[:-1], {**first[-1], "content": "ok"}]
+    messages = [*START, *itertools.chain(short, second, *rest)]
+    policy = {"trigger": 900, "summarise_trigger": 1_400, "keep_last": 1, "drop": ["clear-thinking"]}
+    summary = "what was read so far"
+    edits = resolve([("tiered", {**policy, "summarise": lambda _: summary})]).plan(messages)
+    assert [messages[edit.message] for edit in edits if edit.replacement] == [second[-1]]
+
+
 def test_tiered_without_a_function_only_drops() -> None:
     edits = resolve(["tiered:trigger=900,summarise_trigger=1000"]).plan([*START, *itertools.chain(*reading(12, 600))])
     assert {edit.replacement for edit in edits} == {"\n[... truncated ...]\n"}
