@@ -7,7 +7,7 @@ import torch
 from kernel_pools import DTYPES, TOLERANCE, bits, mha_pool, mla_pool, move, rope, splice_must_match
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from leyline_server_ext.kernels import KVLayout, RopeSpec, reference, rotate_in_place, splice
+from leyline_server_ext.kernels import KVLayout, RopeSpec, reference, rotate_in_place, splice, torch_splice
 from leyline_server_ext.kernels.torch_splice import CHUNK_BYTES
 
 POOLS = {
@@ -31,6 +31,36 @@ def test_splice_is_the_reference(pool: str, dtype: torch.dtype, rows: int) -> No
     check_splice(layout, src, dst, -37)
     check_splice(layout, src, dst, (torch.arange(rows) * 3 // rows) * 1000 - 1000)
     check_splice(layout, src, dst, torch.arange(rows) - rows // 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("run", [20, 100, 3000])
+def test_runs_of_consecutive_slots_are_moved_as_the_reference_does(
+    pool: str, dtype: torch.dtype, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short ones are gathered, the long ones go through views, 3,000 rows in more than one chunk."""
+    monkeypatch.setattr(torch_splice, "CHUNK_BYTES", 64 * 1024)
+    rows = 6000
+    layout = POOLS[pool](2 * rows, dtype)
+    src = torch.arange(rows).view(-1, run).flip(0).flatten()
+    dst = torch.arange(rows, 2 * rows)
+    check_splice(layout, src, dst, -37)
+    check_splice(layout, dst, src, torch.arange(rows) // 2000 * 100 - 100)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("pool", POOLS)
+def test_a_run_is_rotated_where_it_lies(pool: str, dtype: torch.dtype) -> None:
+    layout = POOLS[pool](700, dtype)
+    slots = torch.cat((torch.arange(300, 600), torch.arange(100, 250)))
+    delta = torch.cat((torch.full((200,), 40), torch.zeros(150, dtype=torch.int64), torch.full((100,), -3)))
+    expected = reference.splice(layout, slots, slots, delta)
+    rotate_in_place(layout, slots, delta)
+    for plane, want in zip(layout.planes, expected, strict=True):
+        atol, rtol = TOLERANCE[dtype]
+        torch.testing.assert_close(plane.buffer, want, atol=atol, rtol=rtol)
+        assert torch.equal(bits(plane.buffer[slots[delta == 0]]), bits(want[slots[delta == 0]]))
 
 
 def test_delta_zero_keeps_bits_that_arithmetic_would_not() -> None:

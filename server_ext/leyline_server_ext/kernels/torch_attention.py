@@ -12,7 +12,7 @@ from torch import Tensor
 from .angles import cos_sin
 from .attention_form import AttentionForm
 from .segments import SegmentTable
-from .torch_splice import turn_
+from .torch_turn import factors, turn
 
 
 def segment_attention(
@@ -36,7 +36,8 @@ def _gather(form: AttentionForm, table: SegmentTable, request: int) -> tuple[Ten
         if form.rope is not None and delta:
             cos, sin = cos_sin(form.rope, torch.tensor(delta), torch.float32)
             start = form.key.rot_start
-            turn_(key[..., start : start + form.rope.rotary_dim], form.rope, cos, sin)
+            band = key[..., start : start + form.rope.rotary_dim]
+            turn(band, band, factors(form.rope, cos, sin))
         keys.append(key)
         if form.value is form.key:
             values.append(key[..., : form.value_width])

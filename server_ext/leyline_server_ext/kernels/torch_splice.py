@@ -1,68 +1,90 @@
 """The splice and the in-place rotation in vectorised torch: the path of CPU pools.
 
-Rows are put in order of their shift, so that each chunk has one shift and one cosine vector (a splice has as many
-shifts as it has segments). A chunk is small enough that its temporaries stay in the second-level cache, large enough
-that a torch call costs little beside it. Copies go through the widest element that divides a row.
+Rows are put in order of their shift, so that each chunk has one shift and one cosine table (a splice has as many shifts
+as it has segments). Runs of consecutive slots, which is what a pool mostly consists of, are read and written through
+views; other rows are gathered and scattered through the widest element that divides a row. A chunk is large enough that
+a torch call costs little beside it, and bounds the temporaries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from .angles import cos_sin
-from .layout import KVLayout, Plane, RopeSpec
+from .layout import KVLayout, Plane
+from .torch_turn import Turns
 
-CHUNK_BYTES = 512 * 1024
+# About the fastest of 64 KB to 4 MB: small chunks fit the second-level cache, but their calls cost more than it saves.
+CHUNK_BYTES = 1024 * 1024
 # With more distinct shifts than this per chunk of rows, one cosine row per token beats one chunk per shift.
 _MIN_ROWS_PER_SHIFT = 32
+# Runs shorter than this on average are gathered: a view costs as many torch calls as a chunk.
+_MIN_RUN = 32
 
-CosSin = tuple[Tensor, Tensor]
+Where: TypeAlias = Tensor | slice
+"""Slots of a chunk: ``(n,)`` int64, or a run of consecutive ones."""
 
 
 @dataclass(frozen=True)
 class _Rows:
     """Rows of one chunk: ``shift`` indexes the table of distinct shifts (an int for all, or one per row)."""
 
-    src: Tensor
-    dst: Tensor
+    src: Where
+    dst: Where
     shift: int | Tensor
 
 
 class _Plan:
-    """Rows in order of their shift; rows that do not turn come first, as ``still``."""
+    """Rows in order of their shift, those of a shift in runs of consecutive slots where there are such."""
 
-    def __init__(self, src: Tensor, dst: Tensor, delta: Tensor | int) -> None:
-        if isinstance(delta, int):
-            self.shifts = torch.tensor([delta])
-            self.bounds = [0, src.numel()]
-            self.src, self.dst, self.inverse = src, dst, None
+    def __init__(self, src: Tensor, dst: Tensor, delta: Tensor | int, *, runs: bool = True) -> None:
+        self.src, self.dst = src, dst
+        self.shifts = torch.tensor([delta]) if isinstance(delta, int) else torch.unique(delta)
+        self.inverse: Tensor | None = None
+        bounds = [0, src.numel()]
+        if not isinstance(delta, int):
+            inverse = torch.searchsorted(self.shifts, delta)
+            order = torch.argsort(inverse, stable=True)
+            self.src, self.dst, inverse = src[order], dst[order], inverse[order]
+            if src.numel() < _MIN_ROWS_PER_SHIFT * len(self.shifts):
+                self.inverse = inverse
+            else:
+                bounds = [0, *torch.bincount(inverse).cumsum(0).tolist()]
+        self.spans = [
+            (*span, shift)
+            for shift, (begin, end) in enumerate(pairwise(bounds))
+            for span in (self._runs(begin, end) if runs and self.inverse is None else [(begin, end, False)])
+        ]
+
+    def _runs(self, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """The rows of one shift as ``(begin, end, whether they are a run)``."""
+        steps = (self.src[begin + 1 : end] - self.src[begin : end - 1] != 1) | (
+            self.dst[begin + 1 : end] - self.dst[begin : end - 1] != 1
+        )
+        breaks = (steps.nonzero().squeeze(1) + begin + 1).tolist()
+        if end - begin < _MIN_RUN * (len(breaks) + 1):
+            yield begin, end, False
             return
-        shifts, inverse, counts = torch.unique(delta, return_inverse=True, return_counts=True)
-        order = torch.argsort(inverse, stable=True)
-        self.shifts = shifts
-        self.src, self.dst, self.inverse = src[order], dst[order], inverse[order]
-        self.bounds = [0, *counts.cumsum(0).tolist()]
+        for low, high in zip([begin, *breaks], [*breaks, end], strict=True):
+            yield low, high, True
 
     def chunks(self, size: int) -> Iterator[_Rows]:
         """Every row once, at most ``size`` at a time."""
-        inverse = self.inverse
-        per_row = inverse is not None and self.src.numel() < _MIN_ROWS_PER_SHIFT * len(self.shifts)
-        spans = [(0, self.src.numel(), -1)] if per_row else list(self._groups())
-        for begin, end, shift in spans:
+        for begin, end, run, shift in self.spans:
+            if run:
+                src, dst = int(self.src[begin]) - begin, int(self.dst[begin]) - begin
             for low in range(begin, end, size):
                 high = min(low + size, end)
-                which: int | Tensor = shift
-                if per_row and inverse is not None:
-                    which = inverse[low:high]
-                yield _Rows(self.src[low:high], self.dst[low:high], which)
-
-    def _groups(self) -> Iterator[tuple[int, int, int]]:
-        for shift, (begin, end) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
-            yield begin, end, shift
+                if run:
+                    yield _Rows(slice(src + low, src + high), slice(dst + low, dst + high), shift)
+                else:
+                    which = shift if self.inverse is None else self.inverse[low:high]
+                    yield _Rows(self.src[low:high], self.dst[low:high], which)
 
 
 def splice(layout: KVLayout, src: Tensor, dst: Tensor, delta: Tensor | int, *, staged: bool) -> None:
@@ -75,68 +97,57 @@ def splice(layout: KVLayout, src: Tensor, dst: Tensor, delta: Tensor | int, *, s
         delta: ``(n,)`` int64, or one int.
         staged: gather all rows of a plane before writing any; needed when a source slot is also a destination.
     """
-    plan = _Plan(src, dst, delta)
-    tables = [cos_sin(rope, plan.shifts, torch.float32) for rope in layout.ropes]
+    plan = _Plan(src, dst, delta, runs=not staged)
+    by_rope = [Turns(rope, plan.shifts) for rope in layout.ropes]
     for plane in layout.planes:
+        turns = by_rope[plane.rope_index] if plane.rope_index >= 0 else None
         chunks = plan.chunks(max(1, CHUNK_BYTES // plane.row_bytes))
-        if staged:
-            ready = [(rows.dst, _turned(layout, plane, rows, plan.shifts, tables)) for rows in chunks]
-            for where, values in ready:
-                _scatter(plane.buffer, where, values)
-        else:
+        if not staged:
             for rows in chunks:
-                _scatter(plane.buffer, rows.dst, _turned(layout, plane, rows, plan.shifts, tables))
+                _move(plane, rows, turns)
+            continue
+        ready = [(rows.dst, _turned(plane, rows, turns)) for rows in chunks]
+        for where, values in ready:
+            _scatter(plane.buffer, where, values)
 
 
 def rotate_in_place(layout: KVLayout, slots: Tensor, delta: Tensor | int) -> None:
     """Turn the rotary columns of ``slots``, touching no other byte. Shapes as for :func:`splice`."""
     plan = _Plan(slots, slots, delta)
-    tables = [cos_sin(rope, plan.shifts, torch.float32) for rope in layout.ropes]
+    by_rope = [Turns(rope, plan.shifts) for rope in layout.ropes]
     for plane in layout.planes:
         if plane.rope_index < 0:
             continue
-        rope = layout.ropes[plane.rope_index]
-        band = plane.buffer[..., plane.rot_start : plane.rot_start + rope.rotary_dim]
-        size = max(1, CHUNK_BYTES // (band[0].numel() * band.element_size()))
-        for rows in plan.chunks(size):
-            values = band.index_select(0, rows.src)
-            _turn_rows(values, rope, rows.shift, plan.shifts, tables[plane.rope_index])
-            band.index_copy_(0, rows.dst, values)
+        turns = by_rope[plane.rope_index]
+        band = turns.band(plane.buffer, plane.rot_start)
+        for rows in plan.chunks(max(1, CHUNK_BYTES // (band[0].numel() * band.element_size()))):
+            if isinstance(rows.src, slice):
+                turns.turn(band[rows.src], band[rows.src], rows.shift)
+            else:
+                values = band.index_select(0, rows.src)
+                turns.turn(values, values, rows.shift)
+                band.index_copy_(0, rows.src, values)
 
 
-def _turned(layout: KVLayout, plane: Plane, rows: _Rows, shifts: Tensor, tables: list[CosSin]) -> Tensor:
+def _move(plane: Plane, rows: _Rows, turns: Turns | None) -> None:
+    if not (isinstance(rows.src, slice) and isinstance(rows.dst, slice)):
+        _scatter(plane.buffer, rows.dst, _turned(plane, rows, turns))
+        return
+    source, target = plane.buffer[rows.src], plane.buffer[rows.dst]
+    if turns is None or turns.rope.rotary_dim < source.shape[-1]:
+        target.copy_(source)
+    if turns is not None:
+        old, new = turns.band(source, plane.rot_start), turns.band(target, plane.rot_start)
+        if not turns.turn(old, new, rows.shift):
+            new.copy_(old)
+
+
+def _turned(plane: Plane, rows: _Rows, turns: Turns | None) -> Tensor:
     values = _gather(plane.buffer, rows.src)
-    if plane.rope_index >= 0:
-        rope = layout.ropes[plane.rope_index]
-        band = values[..., plane.rot_start : plane.rot_start + rope.rotary_dim]
-        _turn_rows(band, rope, rows.shift, shifts, tables[plane.rope_index])
+    if turns is not None:
+        band = turns.band(values, plane.rot_start)
+        turns.turn(band, band, rows.shift)
     return values
-
-
-def _turn_rows(band: Tensor, rope: RopeSpec, shift: int | Tensor, shifts: Tensor, table: CosSin) -> None:
-    """Turn ``band`` ``(rows, heads, rotary_dim)`` in place; rows whose shift is 0 keep every bit."""
-    if isinstance(shift, int):
-        if int(shifts[shift]) != 0:
-            turn_(band, rope, table[0][shift], table[1][shift])
-        return
-    still = (shifts[shift] == 0).nonzero().squeeze(1)
-    kept = band[still]
-    turn_(band, rope, table[0][shift].unsqueeze(1), table[1][shift].unsqueeze(1))
-    band[still] = kept
-
-
-def turn_(band: Tensor, rope: RopeSpec, cos: Tensor, sin: Tensor) -> None:
-    """Turn ``band`` ``(rows, heads, rotary_dim)`` in place in float32 math; cos and sin broadcast over half of it."""
-    wide = band.to(torch.promote_types(band.dtype, torch.float32))
-    if rope.interleaved:
-        turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
-        band.copy_(torch.view_as_real(turned).flatten(-2))
-        return
-    half = rope.rotary_dim // 2
-    a, b = wide[..., :half], wide[..., half:]
-    # Both before either is written: of a float32 band, `wide` is the band itself.
-    low, high = (a * cos).addcmul_(b, sin, value=-1), (b * cos).addcmul_(a, sin)
-    band[..., :half], band[..., half:] = low, high
 
 
 def _wide(buffer: Tensor) -> Tensor:
