@@ -34,6 +34,9 @@ _ARGUMENTS: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("enable_session_radix_cache", bool, "session_radix_cache", "the engine's own sessions hold tree nodes"),
 )
 
+_ONE_OF = ("dp_size", "tp_size")
+"""Of these one may be more than 1."""
+
 
 def argument_refusals(server_args: Any) -> list[str]:
     """``"code: explanation"`` for every argument that stands in the way; empty: the arguments are fine."""
@@ -47,6 +50,8 @@ def argument_refusals(server_args: Any) -> list[str]:
             found.append(f"unknown_argument: this SGLang has no {name}; cannot tell whether it is safe")
         elif is_bad(value):
             found.append(f"{code}: {why}")
+    if all((compat.argument(server_args, name, 1) or 1) > 1 for name in _ONE_OF):
+        found.append("data_and_tensor_parallel: not checked together yet; either alone is fine")
     return found
 
 

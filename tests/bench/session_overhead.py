@@ -33,9 +33,16 @@ CASES: dict[str, list[Any]] = {
     "truncate-older-than-n:n=999": ["truncate-older-than-n:n=999"],
     "clear-tool-uses": ["clear-tool-uses"],
     "token-budget": ["token-budget:trigger=900000,target=100000"],
+    "last-n-observations:n=999": ["last-n-observations:n=999"],
+    "clear-thinking": ["clear-thinking"],
+    "ephemeral-tags": ["ephemeral-tags"],
+    "redact": ["redact"],
+    "tiered": ["tiered:trigger=900000,summarise_trigger=900000"],
+    "transform": ["transform"],
     "stale-tool-detector, token-budget": ["stale-tool-detector", "token-budget:trigger=900000,target=100000"],
 }
-"""None of them finds anything to edit: the turns that are nearly all turns."""
+"""Every policy but attention-mass, which needs what no server sends yet. None of them finds anything to edit: the turns
+that are nearly all turns."""
 
 
 def message_pair(number: int, characters: int) -> list[dict[str, Any]]:

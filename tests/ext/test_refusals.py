@@ -38,6 +38,7 @@ def test_plain_data_parallel_and_tensor_parallel_servers_are_fine() -> None:
     ("given", "code"),
     [
         ({"attn_dp_size": 2}, "attention_data_parallel"),
+        ({"dp_size": 2, "tp_size": 2}, "data_and_tensor_parallel"),
         ({"nnodes": 2}, "several_nodes"),
         ({"pp_size": 2}, "pipeline_parallel"),
         ({"speculative_algorithm": "EAGLE"}, "speculative"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +13,12 @@ import pytest
 pytest.importorskip("torch", reason="needs the server environment")
 pytest.importorskip("sglang", reason="needs the server environment")
 
-import torch
-
 from leyline_client._models import Directive, apply_directives
 from leyline_evals.mirror import Mirror
 from leyline_server_ext.embedded import EmbeddedServer
 from leyline_server_ext.embedded.models import ensure_model
 from tests.oracle import Oracle
+from tests.server.ranks import Ranks
 from tests.server.rows import RowServer, assert_rows, tokens
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -34,48 +32,6 @@ TURNS: tuple[Edits, ...] = (
     [(10, 10, [5, 6, 7, 8]), (60, 80, [9, 10, 11])],
     [(20, 21, [12, 13]), (100, 130, [])],
 )
-
-
-class Ranks(RowServer):
-    """A server of two ranks whose rows say which rank they come from: their files carry its process id."""
-
-    def __init__(self, running: EmbeddedServer, dumps: Path, oracle: Oracle, *, split: bool) -> None:
-        super().__init__(running.base_url, dumps, oracle)
-        self.split = split
-        """The ranks share each token's heads."""
-        titles = {_title(pid): pid for pid in running.pids()}
-        self.pids = [titles[f"sglang::scheduler_{'TP' if split else 'DP'}{rank}"] for rank in (0, 1)]
-
-    def found(self, ids: list[int]) -> dict[int, Any]:
-        """The newest dump of ``ids`` by process."""
-        deadline = time.monotonic() + 10
-        dumps: dict[int, Any] = {}
-        while time.monotonic() < deadline and len(dumps) < (len(self.pids) if self.split else 1):
-            for path in sorted(self.dumps.glob("*.pt")):
-                try:
-                    dump = torch.load(path)
-                except FileNotFoundError:  # the server keeps only the newest
-                    continue
-                if dump["ids"] == ids:
-                    dumps[int(path.name.partition("-")[0])] = dump
-            time.sleep(0.02)
-        return dumps
-
-    def rows(self, ids: list[int]) -> tuple[Any, Any]:
-        """K and V of ``ids``: of the one rank that has them, or both ranks' heads side by side."""
-        found = self.found(ids)
-        assert len(found) == (2 if self.split else 1)
-        parts = [found[pid] for pid in self.pids if pid in found]
-        return torch.cat([part["k"] for part in parts], 2), torch.cat([part["v"] for part in parts], 2)
-
-    def rank(self, ids: list[int]) -> int:
-        """Which process alone has the rows of ``ids``."""
-        (pid,) = self.found(ids)
-        return self.pids.index(pid)
-
-
-def _title(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode()
 
 
 @pytest.fixture(scope="module")

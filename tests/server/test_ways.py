@@ -1,4 +1,4 @@
-"""The engine's other ways, same values: page sizes, overlap scheduling off, chunked prefill."""
+"""The engine's other ways, same values: page sizes, overlap scheduling off, chunked prefill, pages on two ranks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from leyline_client._models import Directive, apply_directives
 from leyline_evals.mirror import Mirror
 from leyline_server_ext.embedded import EmbeddedServer
 from leyline_server_ext.embedded.models import ensure_model
+from tests.server.ranks import Ranks
 from tests.server.rows import BATCHES, RowServer, assert_rows, tokens
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -25,6 +26,7 @@ WAYS = {
     "no overlap": ("tiny-gqa", ["--disable-overlap-schedule"]),
     "page 16, chunks of 64": ("tiny-mla", ["--page-size", "16", "--chunked-prefill-size", "64"]),
     "page 64, no overlap": ("tiny-gqa", ["--page-size", "64", "--disable-overlap-schedule"]),
+    "page 16, two ranks": ("tiny-gqa", ["--page-size", "16", "--tp", "2"]),
 }
 
 
@@ -67,7 +69,10 @@ def way(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         with http:
             page = http.get("/leyline/v1/info").json()["page_size"]
         mirror = Mirror(ensure_model(model), page)
-        served = RowServer(running.base_url, dumps, mirror.oracle)
+        if "--tp" in extra:
+            served: RowServer = Ranks(running, dumps, mirror.oracle, split=True)
+        else:
+            served = RowServer(running.base_url, dumps, mirror.oracle)
         with served.http:
             yield Way(served, mirror, page)
 
