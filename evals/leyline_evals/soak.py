@@ -107,8 +107,10 @@ class Walker:
             self._http.delete(f"/leyline/v1/sessions/{state['session']}")
 
     def _edits(self, length: int) -> list[dict[str, Any]]:
-        cuts = sorted(self._random.sample(range(length), k=2 * self._random.randint(1, 3)))
-        spans = [(a, min(b, a + 120)) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
+        # Edits may have left of a session only a few tokens.
+        spans = min(self._random.randint(1, 3), length // 2)
+        cuts = sorted(self._random.sample(range(length), k=2 * spans))
+        pairs = [(a, min(b, a + 120)) for a, b in zip(cuts[::2], cuts[1::2], strict=True)]
         mode = "forget" if self._random.random() < 0.1 else "amortize"
         return [
             {
@@ -117,7 +119,7 @@ class Walker:
                 "replacement": self._tokens(1, 8) if self._random.random() < 0.3 else [],
                 "mode": mode,
             }
-            for a, b in spans
+            for a, b in pairs
         ]
 
     def _turn(self, state: dict[str, Any], directives: list[dict[str, Any]], append: list[int]) -> None:
