@@ -75,9 +75,16 @@ class ReplyObject:
     def __repr__(self) -> str:
         return f"ReplyObject({', '.join(self._data)})"
 
-    def model_dump(self, **_: Any) -> dict[str, Any]:
-        """The plain JSON object: what may be put back into the history."""
-        return {name: value for name, value in self._data.items() if not isinstance(value, TurnResult)}
+    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
+        """The plain JSON object, for the history. Of pydantic's options ``exclude_none`` counts."""
+        plain = {name: value for name, value in self._data.items() if not isinstance(value, TurnResult)}
+        return _without_none(plain) if exclude_none else plain
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_none(one) for name, one in value.items() if one is not None}
+    return [_without_none(one) for one in value] if isinstance(value, list) else value
 
 
 def _wrapped(value: Any) -> Any:

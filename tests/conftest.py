@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from leyline_server_ext.embedded import EmbeddedServer
 
 
+# Before torch is loaded; see leyline_server_ext.embedded._command.SPIN_COUNT.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
+
 def pytest_configure() -> None:
     """Ctrl-C works, and a change meets the same examples every time.
 

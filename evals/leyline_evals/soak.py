@@ -5,7 +5,8 @@ What is checked, on a tiny model in fp32 on the embedded server:
 - after the last edit, and after ending every session, no slot is missing (``leaked_slots``);
 - in watched sessions every answer's logits equal those of a transformers oracle that does to its own KV what the
   receipts say happened (``wrong_values``);
-- reuse does not decay: the first and the last thousand edits reuse the same share of their prompts.
+- reuse does not decay: the first and the last thousand edits reuse the same share of their prompts (of those that
+  amortize: what a forget leaves cached depends on where it happens to begin).
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ class Tally:
     wrong: int = 0
     worst: float = 0.0
     reuse: list[tuple[int, int]] = field(default_factory=list)
-    """Per edit: cached and prompt tokens."""
+    """Per edit that amortizes: cached and prompt tokens."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def edited(self, receipt: dict[str, Any]) -> None:
+    def edited(self, receipt: dict[str, Any], *, forgets: bool) -> None:
         """An edit was answered."""
         with self.lock:
             self.edits += 1
-            self.reuse.append((receipt["cached_tokens"], receipt["prompt_tokens"]))
+            if not forgets:
+                self.reuse.append((receipt["cached_tokens"], receipt["prompt_tokens"]))
             if receipt["reason"]:
                 self.reasons[receipt["reason"]] = self.reasons.get(receipt["reason"], 0) + 1
 
@@ -138,7 +140,7 @@ class Walker:
             return
         answer = reply.json()
         if directives:
-            self._tally.edited(answer["receipt"])
+            self._tally.edited(answer["receipt"], forgets=directives[0]["mode"] == "forget")
         target = [*apply_directives(state["ids"], [Directive(**one) for one in directives]), *append]
         if self._mirror:
             error = self._mirror.follow(state["ids"], target, answer)

@@ -94,6 +94,7 @@ An agent with four tools (list, read, edit, run the tests) fixes a small Python 
   policies   {", ".join(options.policies)}
 The arms take each turn one after the other, in changing order, and share no cache.
 Columns are tokens: rotated is the part of cached that a splice moved; prefilled was computed in this turn.
+Takes some minutes. Tokens do not depend on what else the machine does, TTFT does: if it is busy, look at the tokens.
 """)
 
 
@@ -124,7 +125,7 @@ def _run(agents: dict[str, Agent], script: list[Step]) -> None:
     _say(header())
     names = list(agents)
     for number, step in enumerate(script, start=1):
-        _say(turn_title(number, step))
+        _say(turn_title(number, len(script), step))
         first = number % len(names)
         for name in names[first:] + names[:first]:
             agents[name].take_turn(step)

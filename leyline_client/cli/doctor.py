@@ -41,7 +41,7 @@ NEEDS = (
     Need("httpx", "", "client", "pip install leyline-client"),
     Need("pydantic", "", "client", "pip install leyline-client"),
     Need("openai", "", "typed OpenAI replies and transports", 'pip install "leyline-client[openai]"'),
-    Need("tiktoken", "", "token counts without a server", 'pip install "leyline-client[tiktoken]"'),
+    Need("tiktoken", "", "exact token counts", 'pip install "leyline-client[tiktoken]"'),
     Need("sglang", "0.5.23", "server", _SERVER_REMEDY),
     Need("torch", "2.14.1", "server", _SERVER_REMEDY),
     Need("triton", "3.8.0", "server, CUDA kernels", _SERVER_REMEDY),
@@ -95,6 +95,8 @@ def describe(need: Need, version: str | None) -> str:
 
 def _plugin_line() -> str:
     points = importlib.metadata.entry_points(group="sglang.srt.plugins", name="leyline")
+    if installed_version("sglang") is None:
+        return f"{_MARKS[False]}  no SGLang here that could find the extension"
     if points:
         return f"{_MARKS[True]}  SGLang finds the extension here (entry point leyline)"
     return f"{_MARKS[False]}  SGLang does not find the extension here: pip install leyline-client"

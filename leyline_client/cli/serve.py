@@ -4,11 +4,16 @@ import argparse
 import shlex
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 DEFAULT_PORT = 30000
 CHECKED_SGLANG = "0.5.23"
+EMBEDDED_REMEDY = (
+    "in a checkout, `make demo` makes an environment that has it (.venvs/server-*/bin/leyline); "
+    'elsewhere pip install "leyline-client[server]"'
+)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -66,22 +71,24 @@ def gpu_instructions(arguments: argparse.Namespace) -> str:
         if value is not None:
             command += [option, str(value)]
     command += ["--enable-cache-report", *arguments.sglang_arguments]
-    return "\n".join(
-        [
-            "# On the GPU host, in the environment that runs SGLang:",
-            f'pip install "leyline-client[server]"    # brings sglang=={CHECKED_SGLANG}, the version checked',
-            shlex.join(command),
-            "# Then, from anywhere:",
-            f"leyline doctor http://{arguments.host}:{arguments.port or DEFAULT_PORT}",
-            "#",
-            "# No GPU? `leyline serve --embedded` runs SGLang on this machine's CPU.",
-        ]
-    )
+    url = f"http://{arguments.host}:{arguments.port or DEFAULT_PORT}"
+    lines = [
+        '# On the GPU host, in the environment that runs SGLang (from a checkout: ".[server]" instead of the name):',
+        f'pip install "leyline-client[server]"    # brings sglang=={CHECKED_SGLANG}, the version checked',
+        shlex.join(command),
+    ]
+    if not arguments.stock:
+        lines += ["# Then, from anywhere:", f"leyline doctor {url}"]
+    lines += ["#", "# No GPU? `leyline serve --embedded` runs SGLang on this machine's CPU."]
+    return "\n".join(lines)
 
 
 def _serve_embedded(arguments: argparse.Namespace) -> int:
     from leyline_server_ext.embedded import EmbeddedError, EmbeddedServer
 
+    if find_spec("sglang") is None:
+        print(f"leyline: needs SGLang {CHECKED_SGLANG} here: {EMBEDDED_REMEDY}", file=sys.stderr)
+        return 1
     if arguments.log is not None and (fault := _cannot_write(arguments.log)):
         print(f"leyline: --log {arguments.log}: {fault}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from leyline_client import __version__
-from leyline_client.cli import COMMANDS, main
+from leyline_client.cli import COMMANDS, doctor, main, serve
 from leyline_client.cli.doctor import Need, check_server, describe
 from leyline_client.testing import FakeServer
 
@@ -72,6 +72,34 @@ def test_a_log_that_cannot_be_written_is_an_error(
     error = capsys.readouterr().err
     assert error.startswith(f"leyline: --log {log}: ")
     assert says in error
+
+
+def test_embedded_without_sglang_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda _name: None)
+    assert main(["serve", "--embedded"]) == 1
+    printed = capsys.readouterr()
+    assert "needs SGLang 0.5.23" in printed.err
+    assert "make demo" in printed.err
+    assert not printed.out
+
+
+def test_a_stock_server_is_not_sent_to_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 0
+    assert "leyline doctor http" in capsys.readouterr().out
+    assert main(["serve", "--stock"]) == 0
+    assert "leyline doctor" not in capsys.readouterr().out
+
+
+def test_doctor_does_not_say_that_a_missing_sglang_finds_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "installed_version", lambda _name: None)
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "no SGLang here that could find the extension" in text
+    assert "SGLang finds" not in text
 
 
 def test_doctor_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:

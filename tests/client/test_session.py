@@ -687,6 +687,10 @@ def test_without_openai_replies_are_light_objects(make: Make, monkeypatch: pytes
         message = reply.choices[0].message
         assert (message.role, message.content, message.tool_calls) == ("assistant", "ok 1", None)
         assert leyline_of(reply).version == 1
+        data = {"content": None, "tool_calls": [{"id": "a", "index": None}], "refusal": None}
+        light = types.ReplyObject(data)
+        assert light.model_dump() == data
+        assert light.model_dump(exclude_none=True) == {"tool_calls": [{"id": "a"}]}
         stream: Any = session.chat.completions.create(model="m", messages=[USER, message, USER], stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == "ok 2"
         assert leyline_of(stream).receipt.drift_tokens == 0

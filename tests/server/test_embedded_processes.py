@@ -23,6 +23,7 @@ from leyline_server_ext.embedded import (
     launch,
     reaper,
 )
+from leyline_server_ext.embedded._command import server_environment
 
 # A server that ignores SIGINT and SIGTERM as does its child, writes both pids, and waits.
 STUBBORN = """
@@ -270,3 +271,8 @@ def test_memory_estimate_counts_weights_and_pool(model: str) -> None:
     assert _memory.weights_bytes(Path(model), "bfloat16") == 1000
     assert _memory.kv_bytes(Path(model), "bfloat16", 10) == 10 * 2 * 2 * 2 * 16 * 2
     assert _memory.available_bytes() > 0
+
+
+def test_threads_that_wait_leave_the_core_to_others_unless_told_otherwise(tmp_path: Path) -> None:
+    assert server_environment({}, tmp_path)["GOMP_SPINCOUNT"] == "2000"
+    assert server_environment({"GOMP_SPINCOUNT": "7"}, tmp_path)["GOMP_SPINCOUNT"] == "7"

@@ -15,9 +15,9 @@ def header() -> str:
     return f"{'turn':<5}{'arm':<10}{titles}\n{_RULE}"
 
 
-def turn_title(number: int, step: Step) -> str:
-    """What all arms do in this turn."""
-    return f"{number:<5}{step}"
+def turn_title(number: int, count: int, step: Step) -> str:
+    """What all arms do in this turn, the ``number``-th of ``count``."""
+    return f"{f'{number}/{count}':<7}{step}"
 
 
 def arm_row(arm: str, row: Row) -> str:
