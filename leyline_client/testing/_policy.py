@@ -110,8 +110,7 @@ class _Turn:
         for policy in planner.policies if len(planner.policies) == 1 else ():
             self.check_restated(policy, planner)
         self.check_result(new, any(getattr(policy, "removes_messages", False) for policy in planner.policies))
-        if self.plan(planner, [*self.standing, *new]):
-            raise self.fail("no-repeat", "asked again, with its edits standing, it wants more")
+        self.check_settled(planner, new)
         return new
 
     def plan(self, policies: PolicySet, standing: Sequence[Edit]) -> list[Edit]:
@@ -119,6 +118,23 @@ class _Turn:
             return policies.plan(self.messages, standing=standing, attention=self.attention)
         except PolicyRuleError as error:
             raise self.fail(error.rule, str(error)) from error
+
+    def check_settled(self, planner: PolicySet, new: Sequence[Edit]) -> None:
+        """Asked again, with its edits standing, a policy wants no more.
+
+        Of several, an earlier one may want more once a later one has edited; but nothing twice, and not for ever.
+        """
+        standing = [*self.standing, *new]
+        for _ in range(2 * len(planner.policies) - 1):
+            more = self.plan(planner, standing)
+            if not more:
+                return
+            if len(planner.policies) == 1:
+                break
+            if any(_touches(edit, one) for edit in more for one in standing):
+                raise self.fail("no-repeat", "asked again, with its edits standing, it edits the same text")
+            standing += more
+        raise self.fail("no-repeat", "asked again, with its edits standing, it wants more")
 
     def check_restated(self, policy: Policy, planner: PolicySet) -> None:
         """An edit that is planned again, though it stands, must have the same bytes."""
@@ -162,6 +178,19 @@ class _Turn:
                 and not _content(after)
             ):
                 raise self.fail("empty-result", f"the tool result {index} is empty, which many providers refuse")
+
+
+def _touches(edit: Edit, other: Edit) -> bool:
+    """Whether two edits take out the same text, or one the message that the other is in."""
+    if edit.message != other.message:
+        return False
+    if Part.MESSAGE in (edit.part, other.part):
+        return True
+    if (edit.part, edit.call) != (other.part, other.call):
+        return False
+    infinite = float("inf")
+    ends = [infinite if one.end is None else one.end for one in (edit, other)]
+    return (edit.start or 0) < ends[1] and (other.start or 0) < ends[0]
 
 
 def _place(edit: Edit) -> tuple[int, Part, int, int]:
