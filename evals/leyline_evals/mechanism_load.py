@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import httpx
 
 from leyline_client import Directive, LeylineClient, LeylineError, Mode, Reason, SpliceRequest, TransportError
+from leyline_client._models import apply_directives
 from leyline_evals.common import EvalError, ServerDown
 
 STOCK = "stock radix"
@@ -76,7 +77,7 @@ class Plain:
 
     def turn(self, edits: Sequence[Directive], append: Sequence[int], new_tokens: int) -> Served:
         """See `Turns`."""
-        self.prompt = _applied(self.prompt, edits) + list(append)
+        self.prompt = [*apply_directives(self.prompt, list(edits)), *append]
         body = {"input_ids": self.prompt, "sampling_params": sampling(new_tokens), "cache_salt": self.salt}
         began = time.perf_counter()
         try:
@@ -270,10 +271,3 @@ def run_load(agents: Sequence[Agent], concurrency: int) -> list[Served]:
     if failed:
         raise failed[0]
     return served
-
-
-def _applied(prompt: Sequence[int], edits: Sequence[Directive]) -> list[int]:
-    edited = list(prompt)
-    for edit in reversed(edits):
-        edited[edit.start : edit.end] = edit.replacement
-    return edited

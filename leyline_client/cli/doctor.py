@@ -94,10 +94,9 @@ def describe(need: Need, version: str | None) -> str:
 
 
 def _plugin_line() -> str:
-    points = importlib.metadata.entry_points(group="sglang.srt.plugins", name="leyline")
     if installed_version("sglang") is None:
         return f"{_MARKS[False]}  no SGLang here that could find the extension"
-    if points:
+    if importlib.metadata.entry_points(group="sglang.srt.plugins", name="leyline"):
         return f"{_MARKS[True]}  SGLang finds the extension here (entry point leyline)"
     return f"{_MARKS[False]}  SGLang does not find the extension here: pip install leyline-client"
 

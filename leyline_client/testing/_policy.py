@@ -129,8 +129,6 @@ class _Turn:
             more = self.plan(planner, standing)
             if not more:
                 return
-            if len(planner.policies) == 1:
-                break
             if any(_touches(edit, one) for edit in more for one in standing):
                 raise self.fail("no-repeat", "asked again, with its edits standing, it edits the same text")
             standing += more

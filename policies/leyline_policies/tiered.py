@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, PlainValidator, PrivateAttr, model_validator
@@ -86,7 +87,7 @@ class Tiered(PolicyBase):
         holders = [view for unit in block for view in _holders(unit)]
         floor = self.summarise_trigger // HYSTERESIS if self.clear_at_least is None else self.clear_at_least
         # No summary is asked for that could not pay.
-        if not holders or transcript.gain(_all(_around(holders[0], block))) < max(1, floor):
+        if not holders or transcript.gain([*chain(*_around(holders[0], block))]) < max(1, floor):
             return []
         texts = [(view.role, view.now()) for unit in block for view in unit]
         summary = self._summary("\n\n".join(f"{role}: {text}" for role, text in texts if text.strip()), summarise)
@@ -109,10 +110,6 @@ class Tiered(PolicyBase):
 def _around(place: MessageView, block: list[Unit]) -> list[list[Edit]]:
     """Edits that leave of ``block`` only ``place`` and, emptied, what has to stay with it."""
     return [emptied(unit, keep=place) if place in unit else removed(unit) for unit in block]
-
-
-def _all(plans: list[list[Edit]]) -> list[Edit]:
-    return [edit for plan in plans for edit in plan]
 
 
 def _holders(unit: Unit) -> list[MessageView]:
