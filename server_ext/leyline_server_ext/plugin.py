@@ -10,9 +10,12 @@ import atexit
 import logging
 import multiprocessing
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import compat, shared
+
+if TYPE_CHECKING:
+    from .layout import Described
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +47,6 @@ def build(context: Any) -> Any:
     from . import probe
     from .cache import Translators, cache_class
     from .graft import Grafter
-    from .layout import UnsupportedLayout, describe
     from .orders import Sealer
     from .refusals import argument_refusals
 
@@ -52,12 +54,8 @@ def build(context: Any) -> Any:
     sealer = Sealer(shared.key())
     translators = Translators(sealer)
     refusals = [*argument_refusals(context.server_args), *_hybrid_refusals(context)]
-    described = None
-    try:
-        if not refusals:
-            described = describe(compat.model_of(context), compat.kv_pool(cache))
-    except UnsupportedLayout as error:
-        refusals.append(str(error))
+    ranks = compat.argument(context.server_args, "tp_size", 1)
+    described = None if refusals else _described(context, cache, refusals, ranks)
     cache.leyline_translators = translators
     cache.leyline_grafter = Grafter(
         cache,
@@ -65,7 +63,7 @@ def build(context: Any) -> Any:
         sealer,
         None if described is None else described.layout,
         compat.forward_stream(context),
-        ranks=compat.argument(context.server_args, "tp_size", 1),
+        ranks=ranks,
     )
     cache.leyline_probe = probe.from_environment()
     if context.tp_rank == 0:
@@ -83,6 +81,27 @@ def build(context: Any) -> Any:
     else:
         logger.info("leyline: ready: %s", described.rope if described else "")
     return cache
+
+
+def _described(context: Any, cache: Any, refusals: list[str], ranks: int) -> Described | None:
+    """The pool, its kernels compiled; None where it cannot be spliced: **appends** to ``refusals`` why."""
+    from .kernels import prepare
+    from .layout import UnsupportedLayout, describe
+
+    try:
+        described = describe(compat.model_of(context), compat.kv_pool(cache))
+    except UnsupportedLayout as error:
+        refusals.append(str(error))
+        return None
+    try:
+        prepare(described.layout)
+    except Exception as error:
+        if ranks > 1:  # the others may have compiled theirs, and would splice without this one
+            raise
+        logger.exception("leyline: the kernels cannot be compiled")
+        refusals.append(f"kernels: they cannot be compiled here: {type(error).__name__}, see the server's log")
+        return None
+    return described
 
 
 def _hybrid_refusals(context: Any) -> list[str]:

@@ -60,3 +60,26 @@ def test_an_argument_sglang_no_longer_has_is_refused() -> None:
     server_args = arguments()
     del server_args.pp_size
     assert codes(server_args) == ["unknown_argument"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kernels_that_do_not_compile_are_a_refusal_and_beside_other_ranks_a_fault(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that refuses alone would prefill what the others have spliced."""
+    from leyline_server_ext import compat, kernels, layout, plugin
+
+    def fails(_: object) -> None:
+        raise FileNotFoundError("no C compiler at /somebody/s/path")
+
+    monkeypatch.setattr(kernels, "prepare", fails)
+    monkeypatch.setattr(layout, "describe", lambda *_: SimpleNamespace(layout=None))
+    monkeypatch.setattr(compat, "model_of", lambda _: None)
+    monkeypatch.setattr(compat, "kv_pool", lambda _: None)
+    refusals: list[str] = []
+    if ranks > 1:
+        with pytest.raises(FileNotFoundError):
+            plugin._described(None, None, refusals, ranks)
+        return
+    assert plugin._described(None, None, refusals, ranks) is None
+    assert refusals == ["kernels: they cannot be compiled here: FileNotFoundError, see the server's log"]

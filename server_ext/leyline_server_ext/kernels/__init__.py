@@ -1,23 +1,33 @@
-"""The kernels and the one door to them: Triton on CUDA pools, vectorised torch on CPU pools.
+"""The kernels and the one door to them: Triton on CUDA pools, numba and torch on CPU pools.
 
 ``splice`` copies KV rows to other slots and turns their keys to another position; ``rotate_in_place`` turns them where
 they are; ``segment_attention`` turns them in registers while attending and writes nothing. Importing this package
-imports torch, and Triton only when a CUDA pool is used.
+imports torch; Triton or numba only when a pool is used that needs it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from . import _checks, torch_attention, torch_splice
+from . import _checks
 from .attention_form import AttentionForm, check_query
 from .layout import KVLayout, RopeSpec
 from .segments import Segment, SegmentTable
 
-__all__ = ["KVLayout", "RopeSpec", "Segment", "SegmentTable", "rotate_in_place", "segment_attention", "splice"]
+__all__ = [
+    "KVLayout",
+    "RopeSpec",
+    "Segment",
+    "SegmentTable",
+    "prepare",
+    "rotate_in_place",
+    "segment_attention",
+    "splice",
+]
 
 
 def splice(layout: KVLayout, src: Tensor, dst: Tensor, delta: Tensor | int, *, disjoint: bool = False) -> None:
@@ -50,12 +60,7 @@ def splice(layout: KVLayout, src: Tensor, dst: Tensor, delta: Tensor | int, *, d
     if not disjoint:
         _checks.check_distinct("dst", dst, layout.slots)
         staged = _checks.reads_what_it_writes(src, dst, layout.slots)
-    if _use_triton(layout):
-        from . import triton_splice
-
-        triton_splice.splice(layout, src, dst, delta, staged=staged)
-    else:
-        torch_splice.splice(layout, src, dst, delta, staged=staged)
+    _splices(layout).splice(layout, src, dst, delta, staged=staged)
 
 
 def rotate_in_place(layout: KVLayout, slots: Tensor, delta: Tensor | int, *, distinct: bool = False) -> None:
@@ -77,12 +82,7 @@ def rotate_in_place(layout: KVLayout, slots: Tensor, delta: Tensor | int, *, dis
         return
     if not distinct:
         _checks.check_distinct("slots", slots, layout.slots)
-    if _use_triton(layout):
-        from . import triton_splice
-
-        triton_splice.rotate_in_place(layout, slots, delta)
-    else:
-        torch_splice.rotate_in_place(layout, slots, delta)
+    _splices(layout).rotate_in_place(layout, slots, delta)
 
 
 def segment_attention(
@@ -124,7 +124,34 @@ def segment_attention(
         from . import triton_attention
 
         return triton_attention.segment_attention(form, query, table, counts, scale)
+    from . import torch_attention
+
     return torch_attention.segment_attention(form, query, table, counts, scale)
+
+
+def prepare(layout: KVLayout) -> None:
+    """Compile what `splice` and `rotate_in_place` need for this pool, or load what was compiled earlier.
+
+    Without it the first splice does, and everything waits for it. The pool keeps every bit.
+
+    Args:
+        layout: a pool that nothing else writes to at the same time.
+
+    Raises:
+        Exception: whatever the compiler says, such as that there is no C compiler (Triton needs one).
+    """
+    _splices(layout).prepare(layout)
+
+
+def _splices(layout: KVLayout) -> Any:
+    """The module that moves this pool's rows."""
+    if _use_triton(layout):
+        from . import triton_splice
+
+        return triton_splice
+    from . import cpu_splice
+
+    return cpu_splice
 
 
 def _use_triton(layout: KVLayout) -> bool:

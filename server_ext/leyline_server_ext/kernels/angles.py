@@ -1,12 +1,9 @@
 """Exact rotation angles for large shifts.
 
 ``delta * inv_freq`` in float32 is wrong by half a unit in the last place of a number of that size: at a shift of
-1,000,000 positions and inv_freq 1 that is 0.03 rad. Here the product is taken where it is exact enough:
-
-- on the CPU in float64 (error below 2**-53 * 1e6 = 1.2e-10 rad), for the few distinct shifts of a splice;
-- in a kernel in 64-bit fixed point: inv_freq as a fraction of a turn times 2**64, once per server; an int64 product
-  wraps round exactly at full turns, so what is left is the phase (error below delta * 2**-65 turns plus what inv_freq
-  itself was rounded by).
+1,000,000 positions and inv_freq 1 that is 0.03 rad. Here it is taken in 64-bit fixed point: inv_freq as a fraction of a
+turn times 2**64, once per server; an int64 product wraps round exactly at full turns, so what is left is the phase
+(error below delta * 2**-65 turns plus what inv_freq itself was rounded by).
 """
 
 from __future__ import annotations
@@ -23,10 +20,15 @@ from .layout import RopeSpec
 _TWO_PI = 2 * Fraction("3.14159265358979323846264338327950288419716939937510582097494")
 
 
-def cos_sin(rope: RopeSpec, delta: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of ``delta * inv_freq``, each ``(*delta.shape, rotary_dim // 2)``, reduced in float64."""
-    angle = delta.double().unsqueeze(-1) * rope.inv_freq.double().to(delta.device)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+def cos_sin(phases: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine, float32, of the angle that ``delta`` positions make.
+
+    Args:
+        phases: int64, see `turn_phases`.
+        delta: int64; broadcast against ``phases``.
+    """
+    angle = (phases * delta).double() * float(_TWO_PI / 2**64)
+    return angle.cos().float(), angle.sin().float()
 
 
 _PHASES: WeakKeyDictionary[RopeSpec, dict[torch.device, Tensor]] = WeakKeyDictionary()

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .angles import cos_sin
+from .angles import cos_sin, turn_phases_on
 from .attention_form import AttentionForm
+from .layout import RopeSpec
 from .segments import SegmentTable
-from .torch_turn import factors, turn
 
 
 def segment_attention(
@@ -34,16 +34,26 @@ def _gather(form: AttentionForm, table: SegmentTable, request: int) -> tuple[Ten
     for slots, delta in table.segments(request):
         key = form.key.buffer.index_select(0, slots)
         if form.rope is not None and delta:
-            cos, sin = cos_sin(form.rope, torch.tensor(delta), torch.float32)
             start = form.key.rot_start
-            band = key[..., start : start + form.rope.rotary_dim]
-            turn(band, band, factors(form.rope, cos, sin))
+            _turn(key[..., start : start + form.rope.rotary_dim], form.rope, delta)
         keys.append(key)
         if form.value is form.key:
             values.append(key[..., : form.value_width])
         else:
             values.append(form.value.buffer.index_select(0, slots))
     return torch.cat(keys), torch.cat(values)
+
+
+def _turn(band: Tensor, rope: RopeSpec, delta: int) -> None:
+    """Turn ``band`` ``(n, heads, rotary_dim)`` where it is."""
+    cos, sin = cos_sin(turn_phases_on(rope, band.device), torch.tensor(delta))
+    wide, half = band.float(), rope.rotary_dim // 2
+    if rope.interleaved:
+        a, b = wide[..., 0::2], wide[..., 1::2]
+        band.copy_(torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2))
+    else:
+        a, b = wide[..., :half], wide[..., half:]
+        band.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), -1))
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

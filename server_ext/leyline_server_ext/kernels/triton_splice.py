@@ -136,7 +136,7 @@ def constants(group: PlaneGroup, *, band_only: bool, per_row: bool, dst_stride: 
 
 
 def splice(layout: KVLayout, src: Tensor, dst: Tensor, delta: Tensor | int, *, staged: bool) -> None:
-    """``row dst[i] := row src[i] turned by delta[i]`` in every plane; arguments as for the torch path."""
+    """``row dst[i] := row src[i] turned by delta[i]`` in every plane; arguments as for :mod:`cpu_splice`."""
     for group in plane_groups(layout):
         if staged:
             _splice_staged(group, src, dst, delta)
@@ -152,6 +152,17 @@ def rotate_in_place(layout: KVLayout, slots: Tensor, delta: Tensor | int) -> Non
         turning = group.turning()
         if turning is not None:
             _launch(turning, turning.planes, turning.planes, slots, slots, delta, band_only=True)
+
+
+def prepare(layout: KVLayout) -> None:
+    """Compile every variant of the kernel that this pool needs. Slot 0 is written with what it holds."""
+    slot = torch.zeros(1, dtype=torch.int64, device=layout.device)
+    for group in plane_groups(layout):
+        turning = group.turning()
+        for delta in (0, slot):  # shifts of zero: the variants for one shift and for a shift per row
+            _launch(group, group.planes, group.planes, slot, slot, delta)
+            if turning is not None:
+                _launch(turning, turning.planes, turning.planes, slot, slot, delta, band_only=True)
 
 
 def _splice_staged(group: PlaneGroup, src: Tensor, dst: Tensor, delta: Tensor | int) -> None:

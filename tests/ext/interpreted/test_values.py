@@ -18,8 +18,8 @@ TEXT = [1 + (i * i * 7 + i // 3) % 5 for i in range(110)]
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Launches of each Triton kernel; the torch path fails the test."""
-    from leyline_server_ext.kernels import torch_splice
+    """Launches of each Triton kernel; the CPU path fails the test."""
+    from leyline_server_ext.kernels import cpu_splice
 
     # Triton's interpreter is on: this is the module that the door opens to, as on CUDA.
     triton_splice = importlib.import_module("leyline_server_ext.kernels.triton_splice")
@@ -30,11 +30,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         kernel(*args, **kwargs)
 
     def never(*args: object, **kwargs: object) -> None:
-        raise AssertionError("the torch path")
+        raise AssertionError("the CPU path")
 
     for name in count:
         monkeypatch.setattr(triton_splice, name, partial(counting, name=name, kernel=getattr(triton_splice, name)))
-        monkeypatch.setattr(torch_splice, name, never)
+        monkeypatch.setattr(cpu_splice, name, never)
     return count
 
 

@@ -88,6 +88,24 @@ def test_staged_splice_may_overlap(pool: str) -> None:
     splice_must_match(layout, src, src.flip(0), torch.arange(340) % 5, staged)
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_prepare_launches_every_variant_and_keeps_every_bit(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = POOLS[pool](9, torch.bfloat16)
+    before = snapshot(layout)
+    variants = []
+    constants = triton_splice.constants
+
+    def noted(*args: object, **kwargs: object) -> dict[str, object]:
+        variants.append((kwargs["band_only"], kwargs["per_row"]))
+        return constants(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(triton_splice, "constants", noted)
+    triton_splice.prepare(layout)
+    assert sorted(set(variants)) == list(itertools.product((False, True), repeat=2))
+    for plane, old in zip(layout.planes, before, strict=True):
+        assert torch.equal(bits(plane.buffer), bits(old))
+
+
 def test_unaligned_views_and_padded_slots() -> None:
     storage = torch.randn(60 * 200 + 1).bfloat16()
     k = storage[1:].view(60, 200)[:, :96].unflatten(1, (3, 32))
