@@ -27,6 +27,9 @@ from leyline_client._models import Directive, apply_directives
 from leyline_evals.mirror import Mirror
 
 SPLICE = "/leyline/v1/splice"
+SCRIPTS = 12
+"""A conversation's lengths, cuts and modes come from one of so many scripts per walker, in turn: about as many as a
+thousand edits take. So the first and the last thousand do the same things, to other text."""
 _TOLERANCE = 2e-3
 """Largest difference of log-probabilities from the oracle's: fp32 on both sides, other summation orders."""
 
@@ -79,7 +82,7 @@ class Walker:
 
     def __init__(self, url: str, seed: int, tally: Tally, mirror: Mirror | None) -> None:
         self._http = httpx.Client(base_url=url, timeout=120)
-        self._random = random.Random(seed)
+        self._seed, self._text, self._random = seed, random.Random(seed), random.Random()
         self._tally, self._mirror = tally, mirror
         self.sessions = 0
 
@@ -90,10 +93,11 @@ class Walker:
                 self._live()
 
     def _tokens(self, low: int, high: int) -> list[int]:
-        return self._random.choices(range(3, 250), k=self._random.randint(low, high))
+        return self._text.choices(range(3, 250), k=self._random.randint(low, high))
 
     def _live(self) -> None:
         state: dict[str, Any] = {"session": None, "ids": []}
+        self._random = random.Random(f"{self._seed} {self.sessions % SCRIPTS}")
         self.sessions += 1
         if self._mirror:
             self._mirror.reset()

@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from leyline_client._models import Reason
@@ -33,7 +34,8 @@ from . import compat
 from .cache import Translators
 from .kernels import KVLayout, rotate_in_place, splice
 from .lineage import Lineage
-from .orders import ORDER_KEY, Forged, Order, Sealer
+from .orders import ORDER_KEY, Forged, Order, Sealer, Source
+from .partly import Partly
 from .paths import Paths
 from .rows import Cached, Rows, Spliced, Stay, collect, gaps, picked
 
@@ -82,7 +84,7 @@ class Grafter:
     ) -> None:
         self._cache, self._translators, self._sealer, self._ranks = cache, translators, sealer, ranks
         self._layout, self._stream = layout, forward_stream
-        self._paths, self._spliced = Paths(cache, translators), Spliced()
+        self._paths, self._spliced, self._partly = Paths(cache, translators), Spliced(), Partly()
 
     def admit(self, params: Any) -> Any:
         """The match a prefill starts from: forget, match, graft, and say what is really there."""
@@ -131,7 +133,10 @@ class Grafter:
         req.extra_key = params.key.extra_key = self._sealer.seal_lineage(lineage, req.cache_salt, progress.rest)
 
     def _drop(self, progress: Progress, drops: Any, params: Any) -> tuple[int, int]:
-        return self._paths.drop(progress.order.sources, drops, params.key) if drops else (0, 0)
+        if not drops:
+            return 0, 0
+        own = Source(np.asarray(params.key.token_ids, np.int64), progress.lineage)
+        return self._paths.drop(*self._partly.along(progress.order.sources, drops, own), params.key)
 
     # --- the graft ------------------------------------------------------------------------------------------------
 
@@ -285,6 +290,7 @@ class Grafter:
         actual = progress.lineage.prefilled_from(matched)
         if actual is not progress.lineage:
             report.setdefault("reason", Reason.SOURCE_NOT_CACHED)
+            self._partly.note(progress.lineage, matched)
             self._address(params, progress, actual)
             result = self._cache.leyline_match(params)
         report["lineage"] = [list(entry) for entry in actual.entries]

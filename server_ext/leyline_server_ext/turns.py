@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leyline_client._errors import InvalidDirective, InvalidRequest, Unsupported
-from leyline_client._models import Directive, Edit, Executed, Mode, Reason, Receipt, TurnInfo, apply_directives
+from leyline_client._models import Directive, Edit, Mode, Reason, Receipt, TurnInfo, apply_directives
 from leyline_client._wire import PartSpan
 
 from .changes import OnHistoryEdit, classify, digest_messages, from_directives, history_extends
@@ -207,7 +207,6 @@ class Turn:
     def _next_memory(self, receipt: Receipt) -> Memory:
         assert self.plan is not None
         before, plan = self.session.memory, self.plan
-        spliced = receipt.executed in (Executed.AMORTIZE, Executed.MIXED)
         lineage = actual_lineage(plan, self.outcome.report)
         first = self.changes[0].hunk.source_start if self.changes else len(plan.target)
         stay = min(first, lineage.spliced_until)
@@ -223,22 +222,23 @@ class Turn:
         return Memory(
             view=view,
             prompt_length=len(plan.target),
-            ancestors=self._ancestors(spliced, lineage.spliced_until),
+            ancestors=self._ancestors(lineage.spliced_until),
             digests=self.digests,
             edits=(*self.edits, *self.directives),
         )
 
-    def _ancestors(self, spliced: bool, until: int) -> tuple[Ancestor, ...]:
+    def _ancestors(self, until: int) -> tuple[Ancestor, ...]:
         """Earlier views, seen from the next one. Only kept sources are worth remembering: others are released.
 
         From ``until`` on the next view's KV is prefilled: an earlier view may have the tokens, but not the same KV.
+        Also where nothing could be spliced at all: a forget has to find the text in the view that `undo` goes back to.
         """
         assert self.plan is not None
         before, plan = self.session.memory, self.plan
         ancestors = compose(before.ancestors, self.changes, plan.runs)
         if not self.changes:
             ancestors = within(ancestors, common_prefix(before.view.ids, plan.target))
-        if self.keep_source and spliced and plan.runs:
+        if self.keep_source and plan.rotates and plan.runs:
             # What both have before the first change is named too: a later edit may move it, or forget it.
             stay = self.changes[0].hunk.source_start
             same = (Run(0, stay, 0),) if stay else ()
